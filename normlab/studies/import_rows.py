@@ -11,10 +11,11 @@ from normlab.compare.report.results import load_results
 from normlab.compare.report.unended import unended
 from normlab.compare.store import RESULT_FIELDS, Row, Store
 from normlab.errors import NormLabError
+from normlab.ladders.description import read_description
 from normlab.studies.record import StudyRecord
 from normlab.studies.study import Study
 from normlab.utils.files import read_json
-from normlab.utils.results_folder import COMPARISON
+from normlab.utils.results_folder import COMPARISON, LADDER
 from normlab.utils.text import counted
 
 
@@ -68,7 +69,7 @@ def _arms(source: Path, study: str) -> Iterator[tuple[str, list[Row]]]:
     # The folder in which the command runs, or one above it, has a name, too.
     first = source.name if source.name not in ("", "..") else source.resolve().name
     for folder in found:
-        _check_comparison(folder, study)
+        _check_whole(folder, study)
         arm = "-".join([first, *folder.relative_to(source).parts])
         yield arm, Store(folder, fields=RESULT_FIELDS).rows()
 
@@ -83,13 +84,19 @@ def _check_ended(source: Path, study: str) -> None:
             )
 
 
-def _check_comparison(folder: Path, study: str) -> None:
-    """Raise if a comparison has runs left: its verdict would be one on a part."""
+def _check_whole(folder: Path, study: str) -> None:
+    """Raise if a comparison or a ladder has runs left: its verdict would be one on a part."""
+    if left := _runs_left(folder):
+        raise NormLabError(f"{study} needs the rows in {folder}, {left}; end it first: the same command goes on")
+
+
+def _runs_left(folder: Path) -> str:
+    """What a folder is and what of it has not ended; empty where nothing is left, or no plan is stored."""
     if (folder / COMPARISON).is_file() and (what := unended(load_results(folder))):
-        raise NormLabError(
-            f"{study} needs the rows in {folder}, a comparison that has runs left ({what[0].lower()}{what[1:-1]}); "
-            "end it first: the same command goes on"
-        )
+        return f"a comparison that has runs left ({what[0].lower()}{what[1:-1]})"
+    if (folder / LADDER).is_file() and (left := read_description(folder).design.runs_left):
+        return f"a ladder that has at least {counted(left, 'run')} left"
+    return ""
 
 
 def _of_file(path: Path) -> list[Row]:

@@ -441,6 +441,23 @@ def test_rows_of_a_comparison_with_runs_left_are_refused(tmp_path):
     assert run_study(study, tmp_path / "results", progress=False) == 0
 
 
+def test_rows_of_a_ladder_with_runs_left_are_refused(tmp_path):
+    """As those of a comparison; ladder.json is written anew when the last run has ended."""
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
+    source = Store(tmp_path / "source")
+    source.append(row("pre", 0, 1.0, **more))
+    about = {"config": {"baseline": "pre", "level": 0.95}, "targets": []}
+    rule = 'kind = "count"\nscheme = "pre"\nat_most = 0.0'
+    study = other("rows", "", rule, head=f'rows = ["{tmp_path / "source"}"]')
+    (tmp_path / "source/ladder.json").write_text(json.dumps({**about, "design": {"runs_left": 2}}))
+    with pytest.raises(NormLabError, match="a ladder that has at least 2 runs left; end it first") as caught:
+        run_study(study, tmp_path / "results", progress=False)
+    assert "\n" not in str(caught.value)
+    assert running.StudyRecord(study, tmp_path / "results/other").rows() == {}
+    (tmp_path / "source/ladder.json").write_text(json.dumps({**about, "design": {"runs_left": 0}}))
+    assert run_study(study, tmp_path / "results", progress=False) == 0
+
+
 def test_two_sources_do_not_make_one_arm(tmp_path):
     """Runs of one name were dropped, and others mixed with those of another experiment."""
     more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from normlab.compare.mixed_settings import mixed_settings, unequal_settings
 from normlab.errors import NormLabError
+from normlab.pages.numbers import join_names
 from normlab.studies.cells import by_cell
-from normlab.studies.evidence import Evidence
+from normlab.studies.evidence import Evidence, Row
 from normlab.studies.finding import Finding
 from normlab.studies.record import StudyRecord
 from normlab.studies.settling import settling_text
@@ -57,4 +60,23 @@ def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
         found = Finding(verdict="open", notes=(f"a row has no field {error.args[0]!r}",))
     older = record.older(evidence.rows)
     notes = [f"{counted(older, 'row')} began before the rule was registered"] if older else []
-    return found.noting(notes)
+    return found.noting([*_settings_notes(claim, evidence), *notes])
+
+
+def _settings_notes(claim: Claim, evidence: Evidence) -> list[str]:
+    """Settings that differ within an arm, and between sources whose rows the study has taken in."""
+    try:
+        rows = claim.rule.rows(evidence)
+    except (NormLabError, KeyError):
+        return []
+    arms = {arm: mixed_settings(own) for arm, own in _grouped(rows, "arm").items()}
+    notes = [f"{arm}: the rows differ in {join_names(names)}" for arm, names in arms.items() if names]
+    between = unequal_settings(_grouped(rows, "from").values())
+    return notes + ([f"the sources of the rows differ in {join_names(between)}"] if between else [])
+
+
+def _grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(str(row.get(field)), []).append(row)
+    return found

@@ -441,6 +441,23 @@ def test_rows_of_a_comparison_with_runs_left_are_refused(tmp_path):
     assert run_study(study, tmp_path / "results", progress=False) == 0
 
 
+def test_settings_that_differ_between_sources_are_named(tmp_path):
+    """And those that differ within one, as where rows of two comparisons are in one file."""
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x"}
+    model = {"depth": 2, "scheme": "pre"}
+    for name, length, batches in (("short", 32, (4, 4)), ("long", 64, (4, 8))):
+        for seed, batch in enumerate(batches):
+            config = {"model": model, "length": length, "batch": batch, "seed": seed}
+            Store(tmp_path / name).append(row("pre", seed, 1.0, config=config, **more))
+    rule = 'kind = "count"\nscheme = "pre"\nat_most = 0.0'
+    study = other("rows", "", rule, head=f'rows = ["{tmp_path / "short"}", "{tmp_path / "long"}"]')
+    run_study(study, tmp_path / "results", progress=False)
+    notes = judge_claims(study, tmp_path / "results")["it"].notes
+    assert "long: the rows differ in batch (4 and 8)" in notes
+    assert "the sources of the rows differ in length (64 and 32) and batch (4 and 8)" in notes
+    assert not any(note.startswith("short") for note in notes)
+
+
 def test_rows_of_a_ladder_with_runs_left_are_refused(tmp_path):
     """As those of a comparison; ladder.json is written anew when the last run has ended."""
     more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from normlab.compare.mixed_settings import mixed_cautions
 from normlab.compare.report.restored import restored_cautions
 from normlab.compare.report.results import Results
 from normlab.compare.statistics import SchemeResult, paired_difference, tune_outliers
@@ -18,6 +19,7 @@ def cautions(results: Results) -> list[str]:
         *_reversals(results),
         *_surprises(results),
         *_doubled(results),
+        *mixed_cautions(run.row for run in results.runs if run.row),
         *_interrupted(results),
         *_unfinished(results),
         *restored_cautions([run.row for run in results.runs]),

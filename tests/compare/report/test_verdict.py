@@ -147,6 +147,20 @@ def test_rows_of_two_comparisons_in_one_file_are_noticed(folder: Path) -> None:
     assert words(folder).headline == expected
 
 
+def test_settings_that_differ_between_rows_are_named(folder: Path) -> None:
+    """Rows of two comparisons that were put into one file; what runs of one differ in is no setting."""
+    assert not any("different settings" in line for line in words(folder).cautions)
+
+    def other(row: dict[str, Any]) -> dict[str, Any]:
+        long = row["config"] | {"length": 256, "data": ["a"], "branches": [10]}
+        return row | {"config": long} if row["scheme"] == "peri" else row
+
+    rewrite(folder, lambda row: row | {"config": row["config"] | {"length": 128, "data": ["x" * 50]}})
+    rewrite(folder, other)
+    line = "The rows have different settings: data and length (128 and 256). What differs may be due to them."
+    assert line in words(folder).cautions
+
+
 def test_the_baseline_may_win(folder: Path) -> None:
     about = json.loads((folder / "compare.json").read_text())
     (folder / "compare.json").write_text(json.dumps(about | {"baseline": "peri"}))

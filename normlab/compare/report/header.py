@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from normlab.compare.report.budget import trained_on, unit_of
 from normlab.compare.report.results import ReportedRun, Results, find_field
 from normlab.errors import NormLabError
 from normlab.pages.numbers import NONE, finite_or_none, format_count, join_names, rate
@@ -93,7 +94,7 @@ def _validation(results: Results, corpus: Mapping[str, Any]) -> str:
 
 
 def _about_work(results: Results) -> Facts:
-    tokens = sorted({t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))})
+    known = sorted({number for run in results.runs if run.state == "done" and (number := trained_on(run))})
     devices = list(dict.fromkeys(str(d) for run in results.runs if (d := run.row.get("device"))))
-    ends = dict.fromkeys(format_count(t) for t in (tokens[0], tokens[-1])) if tokens else {}
-    return [("tokens a run", " to ".join(ends)), ("device", join_names(devices) if devices else "")]
+    ends = dict.fromkeys(format_count(number) for number in (known[0], known[-1])) if known else {}
+    return [(f"{unit_of(results)} a run", " to ".join(ends)), ("device", join_names(devices) if devices else "")]

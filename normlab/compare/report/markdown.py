@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from normlab.compare.report.budget import trained_on, unit_of
 from normlab.compare.report.results import Results, load_results
 from normlab.compare.report.scores import scores_table
 from normlab.compare.report.tables import environment_table, ranking_table, run_table, speed_table
@@ -30,9 +31,9 @@ def markdown(folder: str | Path) -> str:
 
 
 def _conditions(results: Results) -> str:
-    """One line on tokens, hardware and versions."""
-    tokens = dict.fromkeys(format_count(run.row.get("tokens")) for run in results.runs if run.state == "done")
-    facts = [f"{' / '.join(tokens)} tokens a run"] if tokens else []
+    """One line on the budget, hardware and versions."""
+    known = dict.fromkeys(format_count(trained_on(run)) for run in results.runs if run.state == "done")
+    facts = [f"{' / '.join(known)} {unit_of(results)} a run"] if known else []
     facts += [f"{row[0].text} {row[1].text}" for row in environment_table(results).rows]
     return escape("; ".join(_sentence(facts)))
 

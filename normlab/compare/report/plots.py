@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from normlab.compare.report.budget import unit_of, units_a_token
 from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.run_metrics import PROFILES, Columns, Record, metric_columns, profile_values, with_seconds
 from normlab.pages.numbers import finite_or_none
@@ -23,6 +24,7 @@ def plot_data(results: Results, smoothing: float) -> dict[str, Any]:
         "schemes": [_scheme(results, scheme) for scheme in results.schemes],
         "metric": results.metric.axis,
         "higher": results.metric.higher,
+        "budget": unit_of(results).capitalize(),
         "axes": {"train": "Training loss (nats)", "eval": results.metric.axis},
         "smoothing": smoothing,
         "ranking": _ranking(results),
@@ -64,20 +66,23 @@ def _stride(lengths: Sequence[int], limit: int) -> int:
 
 
 def _curve(results: Results, run: ReportedRun, train_stride: int, eval_stride: int) -> dict[str, Any]:
-    evaluations = with_seconds(run.metrics.step, run.metrics.eval)
+    evaluations, share = with_seconds(run.metrics.step, run.metrics.eval), units_a_token(run)
     return {
         "scheme": results.schemes.index(run.scheme),
         "lr": run.lr,
         "seed": run.seed,
         "role": run.role,
         "lost": run.is_lost,
-        "train": _points(run.metrics.step, "loss", train_stride),
-        "eval": _points(evaluations, results.metric.field, eval_stride),
+        "train": _points(run.metrics.step, "loss", train_stride, share),
+        "eval": _points(evaluations, results.metric.field, eval_stride, share),
     }
 
 
-def _points(records: Sequence[Record], field: str, stride: int) -> Columns:
-    found = _rounded(metric_columns(records, (*PLACES, field), stride))
+def _points(records: Sequence[Record], field: str, stride: int, share: float) -> Columns:
+    """`share`: images for each token; the place of a point on the axis of the budget counts them."""
+    columns = metric_columns(records, (*PLACES, field), stride)
+    columns["tokens"] = [None if number is None else number * share for number in columns["tokens"]]
+    found = _rounded(columns)
     return {**{name: found[name] for name in PLACES}, "value": found[field]}
 
 

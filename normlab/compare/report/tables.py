@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from normlab.compare.report.budget import trained_on, unit_of, units_a_token
 from normlab.compare.report.cautions import difference_digits
 from normlab.compare.report.gpu_sharing import runs_sharing_gpu
 from normlab.compare.report.results import ReportedRun, Results
@@ -87,7 +88,7 @@ class Cost:
 def median_cost(runs: Sequence[ReportedRun]) -> Cost:
     done = [run for run in runs if run.state == "done"] or list(runs)
     return Cost(
-        speed=_median(run.metrics.tokens_per_s or run.row.get("tokens_per_s") for run in done),
+        speed=_median(_speed(run) for run in done),
         # The peak FLOP rate of a CPU is a rough estimate, and small models are far from it.
         mfu=_median(run.metrics.mfu for run in done if run.row.get("peak_bytes") is not None),
         peak=_median(run.row.get("peak_bytes") for run in done),
@@ -96,13 +97,24 @@ def median_cost(runs: Sequence[ReportedRun]) -> Cost:
     )
 
 
+def _speed(run: ReportedRun) -> float | None:
+    """Tokens, or images, per second."""
+    found = run.metrics.tokens_per_s or finite_or_none(run.row.get("tokens_per_s"))
+    return None if found is None else found * units_a_token(run)
+
+
 def speed_table(results: Results) -> Table:
     """Throughput and memory, with ratios to the baseline; no ratios if runs shared a GPU."""
     spoken = [run for scheme in results.schemes for run in results.chosen(scheme)]
     together = runs_sharing_gpu((run.id, run.row) for run in results.runs) & {run.id for run in spoken}
     base = median_cost(results.chosen(results.baseline)) if results.baseline in results.schemes else Cost()
     beside = f"against {results.label(results.baseline or '')}"
-    columns = [Column("Scheme"), Column("Tokens/s", True), Column("Speed " + beside, True), Column("Of peak", True)]
+    columns = [
+        Column("Scheme"),
+        Column(f"{unit_of(results).capitalize()}/s", True),
+        Column("Speed " + beside, True),
+        Column("Of peak", True),
+    ]
     columns += [Column("Peak memory", True), Column("Memory " + beside, True), Column("Run time", True)]
     rows = [_cost_row(results, k, scheme, base, alone=not together) for k, scheme in enumerate(results.schemes)]
     if results.kind == "run":
@@ -133,7 +145,7 @@ def run_table(results: Results) -> Table:
     columns = [Column("Run"), Column("Scheme"), Column("Role")]
     columns += [Column("Rate", True), Column("Seed", True), Column("State")]
     columns += [Column(results.metric.title.capitalize(), True), *_beside(results)]
-    columns += [Column("Tokens", True), Column("Remark")]
+    columns += [Column(unit_of(results).capitalize(), True), Column("Remark")]
     return Table("All runs", columns, [_run_row(results, run) for run in results.runs]).filled()
 
 
@@ -150,7 +162,7 @@ def _run_row(results: Results, run: ReportedRun) -> list[Cell]:
         Cell(state, state, tone=state),
         numeric_cell(fixed(value), value),
         *(numeric_cell(fixed(other), other) for other in others),
-        numeric_cell(format_count(run.row.get("tokens")), run.row.get("tokens")),
+        numeric_cell(format_count(trained_on(run)), trained_on(run)),
         Cell(failure_reason(run) if run.state == "failed" else run.reason or "", run.reason or ""),
     ]
 

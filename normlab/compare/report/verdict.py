@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from normlab.compare.report.budget import budget_unit, trained_on, unit_of
 from normlab.compare.report.cautions import cautions, difference_digits, edge_summary
 from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.unended import unended
@@ -113,9 +114,9 @@ def _of_winner(results: Results, best: SchemeResult, base: str) -> str:
 
 
 def _budget(results: Results) -> str:
-    """Token budget of a claim: the order may differ at another budget."""
-    tokens = [t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))]
-    return f" at {format_count(max(tokens))} tokens a run" if tokens else ""
+    """Budget of a claim: the order may differ at another budget."""
+    known = [number for run in results.runs if run.state == "done" and (number := trained_on(run))]
+    return f" at {format_count(max(known))} {unit_of(results)} a run" if known else ""
 
 
 def _stuck_in_brief(results: Results) -> str:
@@ -224,8 +225,8 @@ def level_note(results: Results) -> str:
 
 
 def _on_run(run: ReportedRun, metric: Metric) -> Conclusion:
-    value, at = run.row.get(metric.field), format_count(run.row.get("tokens"))
-    tail = f"{metric.title} {fixed(value)} after {at} tokens" if value is not None else "no evaluation yet"
+    value, at = run.row.get(metric.field), f"{format_count(trained_on(run))} {budget_unit(run.config)}"
+    tail = f"{metric.title} {fixed(value)} after {at}" if value is not None else "no evaluation yet"
     if run.state == "failed":
         return Conclusion(f"{run.label} failed: {failure_reason(run)}.", [f"Before that: {tail}."])
     if run.has_recovered:

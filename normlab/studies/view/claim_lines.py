@@ -59,16 +59,20 @@ def budget_of(study: Study, results: Path = RESULTS) -> str:
 
 
 def _sizes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Model sizes with their tokens; those with the same tokens together, as the sizes of a ladder have them."""
-    tokens: dict[str, set[int]] = defaultdict(set)
+    """Model sizes with their budgets; those with the same ones together, as the sizes of a ladder have them."""
+    budgets: dict[tuple[str, str], set[int]] = defaultdict(set)
     for row in rows:
         config = row.get("config")
         if isinstance(config, dict) and isinstance(model := config.get("model"), dict):
-            tokens[f"{model.get('depth')}×{model.get('dim')}"].add(config.get("tokens") or row.get("tokens") or 0)
-    alike: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for size, own in tokens.items():
-        alike[tuple(sorted(own))].append(size)
-    return [f"{', '.join(sizes)} for {', '.join(map(format_count, own))} tokens" for own, sizes in alike.items()]
+            # Tasks know their unit, but import torch, which the list of studies does not need.
+            unit = "images" if config.get("images") else "tokens"
+            budgets[f"{model.get('depth')}×{model.get('dim')}", unit].add(config.get(unit) or row.get("tokens") or 0)
+    alike: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+    for (size, unit), own in budgets.items():
+        alike[unit, tuple(sorted(own))].append(size)
+    return [
+        f"{', '.join(sizes)} for {', '.join(map(format_count, own))} {unit}" for (unit, own), sizes in alike.items()
+    ]
 
 
 def markdown_text(words: str) -> str:

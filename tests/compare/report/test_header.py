@@ -10,8 +10,11 @@ from rich.console import Console
 
 from normlab.compare.report import terminal
 from normlab.compare.report.header import header_facts
+from normlab.compare.report.markdown import markdown
 from normlab.compare.report.page import reproduce_commands
 from normlab.compare.report.results import load_results
+from normlab.compare.report.tables import run_table, speed_table
+from normlab.compare.report.verdict import verdict
 from normlab.train.trainer import train
 from tests.compare import small
 from tests.compare.report import synthetic
@@ -27,6 +30,20 @@ def test_a_stored_comparison_says_what_was_trained_on_what() -> None:
     assert found["parameters"] == "110M"
     assert found["validation set"] == "748k tokens"
     assert found["tokens a run"] == "33M"
+
+
+def test_image_runs_count_images_where_text_runs_count_tokens() -> None:
+    """A user gives --images; blocks process 17 tokens of every image of 8 × 8."""
+    results = load_results(RESULTS / "2026-11-15-digits-6")
+    found = dict(header_facts(results))
+    assert (found["images a run"], "tokens a run" in found) == ("60k", False)
+    assert verdict(results).headline.startswith(
+        "No winner: no scheme is shown to reach a higher validation accuracy than pre at 60k images a run."
+    )
+    assert "60k images a run" in markdown(results.folder)
+    runs, speed = run_table(results), speed_table(results)
+    assert (runs.columns[-1].title, runs.rows[0][-1].text) == ("Images", "60k")
+    assert speed.columns[1].title == "Images/s"
 
 
 def test_a_comparison_records_its_parameters_and_how_much_it_evaluates_on(tmp_path: Path) -> None:

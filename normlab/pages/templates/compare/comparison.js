@@ -135,7 +135,7 @@
       bounds.push(...points.slice(start).flatMap((p) => [p.low, p.high]));
     });
     control("curves-empty").hidden = traces.length > 0;
-    const titles = { tokens: "Tokens", step: "Steps", seconds: "Seconds of training" };
+    const titles = { tokens: data.budget, step: "Steps", seconds: "Seconds of training" };
     const what = data.axes[kind] + (view.difference ? " minus the baseline's" : "");
     return {
       traces,

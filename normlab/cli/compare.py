@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -74,11 +76,30 @@ def compare(
     run(config, out, minutes=minutes, command=command)
     # A comparison that is made in slices is scored after the last one.
     if scoring is not None and not left(config, out):
-        score_judges(out, scoring, command=command)
+        with _page_if_stopped(out):
+            score_judges(out, scoring, command=command)
     page, ended = build(out), outcome(config, out)
     print(*ended.lines, f"page: {page}", sep="\n")
     terminal.print_ranking(out)
     sys.exit(ended.exit_code)
+
+
+@contextmanager
+def _page_if_stopped(out: Path) -> Iterator[None]:
+    """Context manager for the scoring: Ctrl-C writes the page of all runs with the scores so far, and ends with 130."""
+    from normlab.compare.report import build
+    from normlab.compare.scores import FILE
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"page: {build(out)}")
+        print(
+            f"normlab: stopped while scoring; the page has all runs, and the scores that are in {out / FILE}; "
+            "the same command goes on with the others",
+            file=sys.stderr,
+        )
+        sys.exit(130)
 
 
 def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = None, markdown: bool = False) -> None:

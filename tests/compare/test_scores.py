@@ -17,6 +17,7 @@ from normlab.evaluation.score import Score
 from normlab.evaluation.store import Store
 from normlab.numerics.student_t import t_interval
 from tests.command import normlab
+from tests.compare.report import synthetic
 from tests.compare.small import held_out, write_text
 
 SMALL = (
@@ -150,6 +151,24 @@ def test_a_mistake_is_said_before_training(words, message, tmp_path):
     assert found.returncode == 2
     assert message in found.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_stop_while_scoring_leaves_the_page_of_all_runs(tmp_path, monkeypatch):
+    folder, text = synthetic.comparison(tmp_path / "out", steps=24), write_text(tmp_path / "text")
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normlab.compare.comparison.compare", lambda *_, **__: [])
+    monkeypatch.setattr("normlab.compare.comparison.left", lambda *_: 0)
+    monkeypatch.setattr("normlab.compare.scores.score_judges", stop)
+    found = normlab(*SMALL.split(), "--data", str(text), "--out", str(folder), "--eval-bits", str(held_out(text)))
+    assert (found.returncode, found.stdout) == (130, f"page: {folder / 'report.html'}\n")
+    assert found.stderr == (
+        f"normlab: stopped while scoring; the page has all runs, and the scores that are in {folder / FILE}; "
+        "the same command goes on with the others\n"
+    )
+    assert (folder / "report.html").is_file()
 
 
 @pytest.mark.full

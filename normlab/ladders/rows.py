@@ -10,7 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,8 @@ def read_table(path: Path) -> list[LadderRow]:
     rows = [_parse(names, line, f"{path}, line {number}") for number, line in texts]
     _refuse_repeats(rows, path)
     _check_sizes(rows, path)
-    _check_flops(rows, path)
-    return rows
+    _check_flops([row for row in rows if row.is_usable], path)
+    return _with_planned_flops(rows)
 
 
 def _cells(path: Path) -> list[list[str]]:
@@ -157,6 +157,8 @@ def _parse(names: list[str], line: list[str], place: str) -> LadderRow:
             f"{place}: unknown state {found['state']!r}; expected {', '.join(STATES)}, or nothing; leave "
             "out runs that were interrupted"
         )
+    if found["state"] != "done" or not trained:
+        found["flops"] = _flops_of_lost(found)
     needed = ("scheme", "parameters", "tokens", "flops", "seed")
     if empty := next((name for name in needed if found[name] is None), None):
         raise NormLabError(f"{place}: {empty} is empty; only the loss of a run that did not train may be")
@@ -171,6 +173,26 @@ def _parse(names: list[str], line: list[str], place: str) -> LadderRow:
             "give the logarithm of a perplexity"
         )
     return row
+
+
+def _flops_of_lost(found: dict[str, Any]) -> float | None:
+    """FLOPs of a run that did not train, of which no fit needs any: where a table has none, 6 a token and parameter."""
+    given, product = found["flops"], (found["parameters"] or 0) * (found["tokens"] or 0)
+    is_plausible = given is not None and product and _PLAUSIBLE[0] <= given / product <= _PLAUSIBLE[1]
+    return given if is_plausible else 6.0 * product or given
+
+
+def _with_planned_flops(rows: list[LadderRow]) -> list[LadderRow]:
+    """The rows, those that did not train at the compute of a run that did: a tracker counts up to where they ended."""
+    usable = [row for row in rows if row.is_usable]
+    anyone = {(row.size, row.tokens): row.flops for row in usable}
+    own = {(row.scheme, row.size, row.tokens): row.flops for row in usable}
+
+    def planned(row: LadderRow) -> float:
+        other = anyone.get((row.size, row.tokens), row.flops)
+        return own.get((row.scheme, row.size, row.tokens), other)
+
+    return [row if row.is_usable else replace(row, flops=planned(row)) for row in rows]
 
 
 def _by_column(names: list[str], line: list[str], place: str) -> dict[str, str]:
@@ -198,7 +220,8 @@ def _refuse_repeats(rows: list[LadderRow], path: Path) -> None:
     seen: set[Any] = set()
     sizes: dict[Any, str] = {}
     for row in rows:
-        other = sizes.setdefault((row.scheme, row.cell), row.size)
+        # At any budget: a place is its parameters and tokens, and two sizes would be taken for one.
+        other = sizes.setdefault((row.scheme, row.parameters), row.size)
         if other != row.size:
             raise NormLabError(
                 f"{path}: {row.scheme} has {row.parameters:,} parameters with both {other} and {row.size}, and "

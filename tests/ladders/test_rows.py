@@ -44,6 +44,21 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
     assert (row.loss, row.state, row.is_usable) == (None, "failed", False)
 
 
+@pytest.mark.parametrize("flops", ["", "0", "2e4", "1e30", "inf", "-1"])
+def test_only_runs_that_trained_need_plausible_flops(tmp_path: Path, flops: str) -> None:
+    """A tracker has those up to where a run ended, or none; the place of a cell is that of the runs that trained."""
+    alone, lost, done = read_table(
+        table(
+            tmp_path, f"pre,110M,59M,{flops},0,,failed", f"pre,110M,29.5M,{flops},0,,failed",
+            "pre,110M,29.5M,2.1e16,1,3.25,done", head=f"{HEAD},state",
+        )
+    )  # fmt: skip
+    assert (lost.flops, done.flops, lost.is_usable) == (2.1e16, 2.1e16, False)
+    assert alone.flops == pytest.approx(6 * 110e6 * 59e6)
+    with pytest.raises(NormLabError, match=r"flops|FLOPs"):
+        read_table(table(tmp_path, f"pre,110M,29.5M,{flops},0,3.2"))
+
+
 @pytest.mark.parametrize(
     ("lines", "head", "message"),
     [
@@ -78,6 +93,12 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
         # Whatever their seeds.
         (
             ["pre,110M,29.5M,2e16,0,3.2,deep", "pre,110M,29.5M,2e16,1,3.3,wide"],
+            f"{HEAD},size",
+            "pre has 110,000,000 parameters with both deep and wide, .*; give exact counts",
+        ),
+        # And whatever their budgets.
+        (
+            ["pre,110M,29.5M,2e16,0,3.2,deep", "pre,110M,59M,4e16,0,3.1,wide"],
             f"{HEAD},size",
             "pre has 110,000,000 parameters with both deep and wide, .*; give exact counts",
         ),

@@ -56,6 +56,10 @@ class Finding:
     def noting(self, notes: Sequence[str]) -> Finding:
         return replace(self, notes=(*self.notes, *notes))
 
+    def placed(self, arm: str) -> Finding:
+        """A copy whose notes name the arm that they are about."""
+        return replace(self, notes=tuple(f"{arm}: {note}" for note in self.notes))
+
 
 def combine_findings(parts: Sequence[Finding]) -> Finding:
     """Combine findings of a claim that must hold everywhere: refuted by one part, reproduced by all."""

@@ -64,7 +64,7 @@ def test_seeds_that_an_arm_or_a_side_lacks_are_noted():
     found = rule("change", scheme="a", against="b", start="512", by=0.02).decide(Evidence(rows))
     assert (found.verdict, found.seeds) == ("reproduced", 3)
     assert found.notes == (
-        "b: seed 4 has no partner in a and is left out",
+        "b@2048: seed 4 has no partner in a@2048 and is left out",
         "2048: seed 3 has no partner in 512 and is left out",
     )
 

@@ -86,6 +86,15 @@ def test_seeds_of_one_side_alone_are_noted():
     assert rule("difference", scheme="a", against="b").decide(evidence({"a": shifted(-0.1), "b": BASE})).notes == ()
 
 
+def test_notes_name_their_arm_where_there_are_several():
+    short = evidence({"a": [*shifted(-0.1), 2.0], "b": BASE}).rows["main"]
+    found = Evidence({"wide": short, "deep": evidence({"a": shifted(-0.1), "b": BASE}).rows["main"]})
+    told = ("wide: a: seed 3 has no partner in b and is left out",)
+    assert rule("difference", scheme="a", against="b").decide(found).notes == told
+    assert told[0] in rule("order", tiers=[["a"], ["b"]]).decide(found).notes
+    assert rule("bound", scheme="a", against="b", at_most=1.0).decide(found).notes == told
+
+
 def test_one_divisor_of_all_seeds_is_noted():
     found = rule("bound", scheme="a", against="b", at_least=1.0).decide(evidence({"a": [2.0, 2.1, 1.9], "b": [1.0]}))
     assert found.verdict == "reproduced"

@@ -50,8 +50,9 @@ class Rule(ABC):
     def in_every_arm(self, evidence: Evidence, decide: Callable[[Evidence, str, float, bool], Finding]) -> Finding:
         """What `decide` finds in each arm, combined; it gets the arm, its level, and whether to name the arm."""
         arms = evidence.arms(self.arms)
-        level = level_of_each(self.level, len(arms))
-        return combine_findings([decide(evidence, arm, level, len(arms) > 1) for arm in arms])
+        level, named = level_of_each(self.level, len(arms)), len(arms) > 1
+        found = {arm: decide(evidence, arm, level, named) for arm in arms}
+        return combine_findings([one.placed(arm) if named else one for arm, one in found.items()])
 
     @property
     @abstractmethod

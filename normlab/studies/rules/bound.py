@@ -78,9 +78,13 @@ class BoundRule(Rule):
         return f"{what} is {' and '.join(ends)}; {decided}"
 
     def decide(self, evidence: Evidence) -> Finding:
-        cases = [(scheme, arm) for arm in evidence.arms(self.arms) for scheme in (self.scheme, *self.also)]
+        arms = evidence.arms(self.arms)
+        cases = [(scheme, arm) for arm in arms for scheme in (self.scheme, *self.also)]
         level = level_of_each(self.level, len(cases))
-        return combine_findings([self._in(evidence, *case, level, self._where(*case, cases)) for case in cases])
+        found = [self._in(evidence, *case, level, self._where(*case, cases)) for case in cases]
+        if len(arms) > 1:
+            found = [one.placed(arm) for one, (_, arm) in zip(found, cases, strict=True)]
+        return combine_findings(found)
 
     def _where(self, scheme: str, arm: str, cases: list[tuple[str, str]]) -> str:
         """Scheme and arm of a number, as far as there are several."""

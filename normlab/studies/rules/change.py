@@ -42,7 +42,9 @@ class ChangeRule(PairedRule):
         return combine_findings([self._to(evidence, arm, level_of_each(self.level, len(arms))) for arm in arms])
 
     def _to(self, evidence: Evidence, arm: str, level: float) -> Finding:
-        samples = [evidence.sample(scheme, place, self.value) for place in (arm, self.start) for scheme in self.schemes]
+        # Their names have the arm, and so have the notes on them.
+        named = [f"{scheme}@{place}" for place in (arm, self.start) for scheme in self.schemes]
+        samples = [evidence.sample(name, arm, self.value) for name in named]
         unit = unit_of(samples)
         now, then = (
             Sample(place, _differences(*pair), unit=unit)

@@ -33,6 +33,22 @@ def export_safetensors(model: nn.Module, path: Path, metadata: Mapping[str, Any]
         return
     with replacing(path) as part, _safetensors_errors("write", path):
         save_file(weights, part, {"format": "pt", "normlab": json.dumps(metadata)})
+        _sort_metadata(part)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata of a safetensors file by name, in place, so that equal weights make equal files.
+
+    safetensors writes a hash map, whose order is another one each time. The header is its length in 8 bytes, then JSON.
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+        if len(text) == size:
+            file.seek(8)
+            file.write(text)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

@@ -26,6 +26,15 @@ def test_exported_weights_come_back(tmp_path):
     same_tensors(load_file(path), run.tensors())
 
 
+def test_equal_weights_make_equal_files(tmp_path):
+    """safetensors writes its two entries of metadata in either order; ten files of one order have a chance of 2⁻⁹."""
+    run, paths = Run(), [tmp_path / f"{number}.safetensors" for number in range(10)]
+    for path in paths:
+        export_safetensors(run.model, path, {"name": "grüße \u2028 \x7f"})
+    assert len({path.read_bytes() for path in paths}) == 1
+    assert read_metadata(paths[0]) == {"name": "grüße \u2028 \x7f"}
+
+
 class Tied(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,7 +103,12 @@ def _page_if_stopped(out: Path) -> Iterator[None]:
         sys.exit(130)
 
 
-def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = None, markdown: bool = False) -> None:
+def report(
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")],
+    /,
+    out: Path | None = None,
+    markdown: bool = False,
+) -> None:
     """Write the HTML report of a comparison, of a ladder or of a single run.
 
     For example:
@@ -110,7 +116,7 @@ def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = 
       normlab report runs/peri --markdown
 
     Args:
-        folder: Folder made by normlab compare, normlab ladder or normlab train.
+        folders: Folder made by normlab compare, normlab ladder or normlab train.
         out: File to write; none: report.html in the folder, or with --markdown standard output.
         markdown: Write a Markdown table instead, for a paper or a pull request.
     """
@@ -118,6 +124,7 @@ def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = 
     from normlab.ladders import results
     from normlab.utils.files import save
 
+    folder = _only(folders)
     of_ladder = results.is_ladder(folder)
     table = partial(results.markdown if of_ladder else reports.markdown, folder)
     if not markdown:
@@ -126,3 +133,13 @@ def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = 
         print(table())
     else:
         print(f"table: {save(out, {'.md': table})}")
+
+
+def _only(folders: tuple[Path, ...]) -> Path:
+    """The folder of a report; raises unless there is one, and says what to type for several."""
+    if len(folders) == 1:
+        return folders[0]
+    if not folders:
+        raise NormLabError("normlab report needs a folder made by normlab compare, ladder or train, and none is named")
+    calls = "; ".join(f"normlab report {shlex.quote(str(folder))}" for folder in folders)
+    raise NormLabError(f"normlab report takes one folder, got {len(folders)}; make a page of each: {calls}")

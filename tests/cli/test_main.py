@@ -180,6 +180,18 @@ def test_an_empty_path_without_a_flag_is_refused(arguments, tmp_path, monkeypatc
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("folders", "line"),
+    [
+        (("a", "b c"), "takes one folder, got 2; make a page of each: normlab report a; normlab report 'b c'"),
+        ((), "needs a folder made by normlab compare, ladder or train, and none is named"),
+    ],
+)
+def test_a_report_of_several_folders_says_what_to_type(folders, line):
+    found = run("report", *folders)
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", f"normlab: normlab report {line}\n")
+
+
 @parametrize(
     "arguments",
     [

@@ -64,8 +64,7 @@ def _row(
         print(said if row is None else f"{said}: done before", file=sys.stderr, flush=True)
     if row is not None:
         # The same weights, or the same questions, may have been evaluated under another name.
-        scores = [score | {"task": question.name} if score["task"] == row["task"] else score for score in row["scores"]]
-        return row | {"run": str(subject.path), "task": question.name, "scores": scores}
+        return store.rename(key, question.name) | {"run": str(subject.path)}
     scores = question.evaluate(subject, progress=said is not None)
     about = {"run": str(subject.path), "weights": subject.identity, "task": question.name, "settings": dict(facts)}
     return store.add(key, scores, **about, command=command, versions=versions())

@@ -42,13 +42,29 @@ class Store:
         """The row of a key, if it was evaluated."""
         return self._rows.get(key)
 
+    def rename(self, key: str, task: str) -> dict[str, Any]:
+        """The row of a key under the newest name of its questions, which the file then has, too.
+
+        Their file may have been renamed or copied.
+        """
+        row = self._rows[key]
+        if row.get("task") == task:
+            return row
+        scores = [score | {"task": task} if score["task"] == row.get("task") else score for score in row["scores"]]
+        self._rows[key] = row | {"task": task, "scores": scores}
+        self._write()
+        return self._rows[key]
+
     def add(self, key: str, scores: Sequence[Score], **facts: Any) -> dict[str, Any]:
         """Add a row and write the file."""
         date = datetime.now(UTC).isoformat(timespec="seconds")
         row = {"key": key, **facts, "scores": [dataclasses.asdict(score) for score in scores], "date": date}
         self._rows[key] = row
-        write_json(self.path, {"normlab_evaluation": _FORMAT, "results": self.rows})
+        self._write()
         return row
+
+    def _write(self) -> None:
+        write_json(self.path, {"normlab_evaluation": _FORMAT, "results": self.rows})
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -104,6 +104,17 @@ def test_files_of_one_name_and_copies_are_told_apart(places, tmp_path):
     assert [row["task"] for row in rows] == [task for task, _ in found]
 
 
+def test_scores_have_the_newest_name_of_their_questions(places, tmp_path):
+    """Of a file that was renamed: the page of a comparison takes names from the file of scores."""
+    out = tmp_path / "e.json"
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(questions()[0]) + "\n")
+        config = EvaluationConfig(runs=(str(places / "run"),), choices=(str(tmp_path / f"{name}.jsonl"),), device="cpu")
+        (row,) = evaluate(config, out, progress=False)
+        (stored,) = json.loads(out.read_text())["results"]
+        assert [row["task"], stored["task"], stored["scores"][0]["task"]] == [name] * 3
+
+
 def test_a_limit_takes_the_first(places, tmp_path):
     config = EvaluationConfig(runs=(str(places / "run"),), choices=(str(places / "ends.jsonl"),), limit=3, device="cpu")
     (row,) = evaluate(config, tmp_path / "e.json", progress=False)

@@ -110,7 +110,7 @@ class StackWatch:
 
     def attend(self, rows: Rows) -> bool:
         """Measure some rows of an attention call if it is made inside one of the blocks; returns whether it is."""
-        if self.running and not _mixes_streams(rows.scores, self.running[-1].given):
+        if self.running and not _mixes_streams(rows, self.running[-1].given):
             self.running[-1].attention.append(places := {})
             self._attention.ask(self._writer(places), *rows)
         return bool(self.running)
@@ -261,16 +261,18 @@ class StackWatch:
             raise NormLabError(f"probe: passes of {sorted(depths)} blocks cannot be pooled; probe a single pass")
 
 
-def _mixes_streams(scores: torch.Tensor, state: tuple[int, ...]) -> bool:
+def _mixes_streams(rows: Rows, state: tuple[int, ...]) -> bool:
     """Whether a softmax (B, T, S, S) is that of every token over its residual streams, of a state (B, T, S, D).
 
-    Tokens are where heads would be. A softmax over as many keys as there are tokens, or more, is attention.
+    Tokens are where heads would be. With as many tokens as streams attention may have this shape, too, if it has as
+    many heads: where it hides keys, as every causal one does, it is attention.
     """
     if len(state) != 4:
         return False
     batch, tokens, streams, _ = state
     # At most so many elements of a batch are looked at.
-    return scores.shape[:2] == (min(batch, ROWS), tokens) and scores.shape[-1] == streams < tokens
+    is_shaped = rows.scores.shape[:2] == (min(batch, ROWS), tokens) and rows.scores.shape[-1] == streams
+    return is_shaped and (streams != tokens or bool(rows.visible.all()))
 
 
 def _version(tensor: torch.Tensor) -> int:

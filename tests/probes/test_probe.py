@@ -79,11 +79,13 @@ def test_attention_belongs_to_the_block_that_called_it():
     assert sharp[1] > 100 * max(sharp[0], sharp[2])
 
 
-def test_a_softmax_over_residual_streams_is_no_attention(monkeypatch):
+@pytest.mark.parametrize("length", [2, 4, 8])
+def test_a_softmax_over_residual_streams_is_no_attention(length, monkeypatch):
     """mhc mixes its streams by a softmax of its own for each token, which its kernel on a GPU does not show either."""
-    model, batch = decoder("mhc"), text(length=8)
+    # Of four streams, so that a text has fewer tokens, as many, or more.
+    model, batch = decoder("mhc"), text(length=length)
     # As many heads as tokens: the scores of attention have as many keys as tokens, too.
-    many = decoder("mhc", heads=8, kv_heads=8, dim=64)
+    many = decoder("mhc", heads=length, kv_heads=length, dim=64)
     found, found_of_many = (measure(one, batch, loss_of) for one in (model, many))
     monkeypatch.setattr("normlab.kernels.sinkhorn._sinkhorn", _sinkhorn_without_softmax)
     for profile, one in ((found, model), (found_of_many, many)):

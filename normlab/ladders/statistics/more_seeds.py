@@ -16,6 +16,7 @@ from normlab.ladders.statistics.answer import Interval, Place, Trend
 from normlab.ladders.statistics.baseline import MeanLoss
 from normlab.ladders.statistics.cells import cells_of, mean_losses
 from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of
+from normlab.ladders.statistics.estimators.noise import ASSUMED_RUNG_SD, SMALLEST_SD
 from normlab.ladders.statistics.trend import find_trend
 
 
@@ -50,16 +51,19 @@ class GapFit:
 def seeds_to_decide(fit: GapFit, is_decided: Callable[[GapFit], bool], most: int) -> float:
     """More seeds at every cell with which the question is decided four times out of five; infinite: over `most`.
 
-    It is decided half of the time where intervals around today's estimates decide it. Four times out of five take a
-    distance of z + 0.84 instead of z standard errors of the seeds, which is a number of seeds that is larger by the
-    square of that. What all seeds of a cell share does not scatter anew.
+    It is decided half of the time where intervals around today's estimates decide it, and four times out of five where
+    intervals do that are wider by 0.84 standard errors of the seeds: those of fewer seeds. What all seeds of a cell
+    share is part of the interval, but does not scatter anew, so that it must be made up for by even fewer.
     """
     normal = NormalDist()
-    quantile = normal.inv_cdf((1.0 + fit.level) / 2.0)
-    share = (quantile / (quantile + normal.inv_cdf(POWER))) ** 2
+    beyond = normal.inv_cdf(POWER) / normal.inv_cdf((1.0 + fit.level) / 2.0)
+    # Seeds without any scatter: what they share is all that is left.
+    variance = np.maximum(fit.sample.noise.sds(fit.sample.tokens) ** 2, SMALLEST_SD**2)
 
     def decides(more: int) -> bool:
-        return is_decided(fit.at_seeds(share * (fit.sample.seeds + more)))
+        seeds = fit.sample.seeds + more
+        shared = ASSUMED_RUNG_SD**2 * seeds / variance
+        return is_decided(fit.at_seeds(seeds / ((np.sqrt(1.0 + shared) + beyond) ** 2 - shared)))
 
     # More seeds decide more, so that the numbers can be halved.
     found = bisect.bisect_left(range(1, most + 1), True, key=decides) + 1

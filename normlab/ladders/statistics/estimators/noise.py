@@ -41,7 +41,7 @@ CONSTANT_WEIGHT = 0.5
 """Prior probability that σ does not change with tokens."""
 _EXPONENTS = np.linspace(-3.0, 3.0, 121)
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
-_SMALLEST_SD = 1e-5
+SMALLEST_SD = 1e-5
 """Keeps covariances regular for data without noise."""
 
 
@@ -104,7 +104,7 @@ def pooled(differences: Sequence[Array], groups: Sequence[int], tokens: Sequence
     repeated = log_tokens[free > 0]
     known = float(repeated.min()), float(repeated.max())
     # With a power, a floor at the centre would be multiplied by it elsewhere.
-    sd = sd if exponent else max(sd, _SMALLEST_SD)
+    sd = sd if exponent else max(sd, SMALLEST_SD)
     return SeedNoise(sd, effective_df(seeds, groups, branch), branch, exponent, error, centre, known)
 
 
@@ -187,4 +187,4 @@ def _sd_levels(estimate: SeedNoise, tokens: Array) -> Array:
     """Quantiles of σ at every place, [quantiles, places]."""
     sds, dfs = estimate.sds(tokens), np.round(estimate.dfs(tokens), 6)
     ratios = [[df / chi_square_quantile(q, df) for df in dfs.tolist()] for q in _QUANTILES]
-    return np.maximum(sds * np.sqrt(ratios), _SMALLEST_SD)
+    return np.maximum(sds * np.sqrt(ratios), SMALLEST_SD)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from normlab.compare.report.mixed_settings import mixed_settings, unequal_settings
+from normlab.compare.mixed_settings import mixed_settings, unequal_settings
 from normlab.errors import NormLabError
 from normlab.pages.numbers import join_names
 from normlab.studies.cells import by_cell

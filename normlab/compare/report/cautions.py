@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from normlab.compare.report.mixed_settings import mixed_cautions
+from normlab.compare.mixed_settings import mixed_cautions
 from normlab.compare.report.restored import restored_cautions
 from normlab.compare.report.results import Results
 from normlab.compare.statistics import SchemeResult, paired_difference, tune_outliers

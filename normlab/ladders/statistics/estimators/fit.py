@@ -102,7 +102,7 @@ def estimate_with_more(sample: Sample, place: HasPlace, cells: Sequence[NewCell]
     """
     today = _model(sample, [place], None, smooth_prior, None).fit(sample.means[None]).mixture(0)
     every = [*(cell.place for cell in cells), place]
-    prior = smooth_prior(layout_of(sample.places, every, sample.noise.unrest))
+    prior = smooth_prior(layout_of(sample.places, every, sample.noise.scatter_power))
     noise = noise_model(
         np.concatenate([sample.seeds + seeds, [cell.seeds for cell in cells]]),
         np.concatenate([sample.groups, [cell.group for cell in cells]]).astype(int),
@@ -130,5 +130,5 @@ def _model(
 ) -> GaussianModel:
     rows = np.eye(len(places)) if functionals is None else functionals
     noise = noise_model(sample.seeds, sample.groups, sample.tokens, sample.noise, tokens_of(places), new_seeds or 1)
-    prior = prior_of(layout_of(sample.places, places, sample.noise.unrest))
+    prior = prior_of(layout_of(sample.places, places, sample.noise.scatter_power))
     return GaussianModel(prior, noise, rows, predicts=new_seeds is not None)

@@ -53,7 +53,7 @@ class Layout:
     """Share of the compute that goes into tokens from the bottom of a path to its top; half of it on a grid."""
     unvaried: tuple[Side, ...]
     """What all cells have in common."""
-    unrest: float = 0.0
+    scatter_power: float = 0.0
     """How much more seeds scatter with fewer tokens: as this power of top tokens over tokens, at least 0."""
 
     @property
@@ -78,11 +78,11 @@ class Layout:
     @property
     def stretched(self) -> Layout:
         """The layout with budgets below the top's drawn apart as far as seeds scatter more there than at the top."""
-        if self.unrest == 0.0:
+        if self.scatter_power == 0.0:
             return self
         below = np.maximum(-self.tokens, 0.0)
-        within = np.minimum(below, math.log(MOST_STRETCHED) / self.unrest)
-        far = np.expm1(self.unrest * within) / self.unrest + MOST_STRETCHED * (below - within)
+        within = np.minimum(below, math.log(MOST_STRETCHED) / self.scatter_power)
+        far = np.expm1(self.scatter_power * within) / self.scatter_power + MOST_STRETCHED * (below - within)
         return replace(self, tokens=np.maximum(self.tokens, 0.0) - far)
 
     @property
@@ -92,7 +92,7 @@ class Layout:
         return float(np.exp(own.max() - own.min())) if self.cells else 1.0
 
 
-def layout_of(cells: Sequence[HasPlace], places: Sequence[HasPlace] = (), unrest: float = 0.0) -> Layout:
+def layout_of(cells: Sequence[HasPlace], places: Sequence[HasPlace] = (), scatter_power: float = 0.0) -> Layout:
     """The layout of cells and places; the top is the cell with most compute."""
     tokens = np.log([float(at.tokens) for at in (*cells, *places)])
     compute = np.log([float(at.flops) for at in (*cells, *places)])
@@ -101,7 +101,7 @@ def layout_of(cells: Sequence[HasPlace], places: Sequence[HasPlace] = (), unrest
     sizes, budgets = _sides(cells)
     return Layout(
         kind_of(cells), len(cells), sizes, budgets, size - size[top], tokens - tokens[top], tokens_share(cells),
-        unvaried(cells), unrest,
+        unvaried(cells), scatter_power,
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class SeedNoise:
     """Smallest and largest ln tokens with several seeds: beyond them the scatter is taken to be that of the nearest."""
 
     @property
-    def unrest(self) -> float:
+    def scatter_power(self) -> float:
         """The power with which scatter falls with tokens; 0 where it grows."""
         return max(-self.exponent, 0.0)
 

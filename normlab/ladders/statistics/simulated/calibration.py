@@ -116,7 +116,7 @@ def measure(case: Case, truths: Sequence[Truth], repeats: int, estimator: str, l
     covered, widths = np.zeros(values.shape, dtype=bool), np.full(values.shape, np.nan)
     for step in sorted(set(bins)):
         own = _noise_of(step, case, cells)
-        prior = ESTIMATORS[estimator](layout_of(cells, places, own.unrest))
+        prior = ESTIMATORS[estimator](layout_of(cells, places, own.scatter_power))
         noise = noise_model(seeds, groups, tokens_of(cells), own, tokens_of(places), case.new_seeds)
         model = GaussianModel(prior, noise, functionals, predicts=case.held_out > 0)
         chosen = np.array([index for index, other in enumerate(bins) if other == step])

@@ -74,7 +74,7 @@ def test_budgets_are_stretched_by_the_scatter_of_seeds() -> None:
     ladder = simulated_grid()
     places, beyond = as_places(ladder.cells), as_places(ladder.beyond["10x"])
     noise = SeedNoise(0.01, 10.0, exponent=-1.3, centre=float(np.log(50e6)))
-    plain = layout_of(places, beyond, noise.unrest)
+    plain = layout_of(places, beyond, noise.scatter_power)
     top = float(noise.sds(np.array(118e6)))
 
     def relative(log_tokens: float) -> float:
@@ -85,7 +85,7 @@ def test_budgets_are_stretched_by_the_scatter_of_seeds() -> None:
         assert own == pytest.approx(expected, abs=1e-9)
     np.testing.assert_array_equal(plain.stretched.size, plain.size)
     assert plain.stretched.tokens[-1] == plain.tokens[-1] > 0.0
-    even = layout_of(places, beyond, SeedNoise(0.01, 10.0, exponent=0.4).unrest)
+    even = layout_of(places, beyond, SeedNoise(0.01, 10.0, exponent=0.4).scatter_power)
     assert even.stretched is even
 
 
@@ -95,7 +95,7 @@ def test_budgets_are_stretched_a_hundredfold_at_most() -> None:
         Place(name="", size="", parameters=10**7, tokens=tokens, flops=6e7 * tokens)
         for tokens in (10**6, 10**7, 10**8, 10**9, 10**10)
     ]
-    found = layout_of(places, unrest=1.0).stretched.tokens
+    found = layout_of(places, scatter_power=1.0).stretched.tokens
     np.testing.assert_allclose(np.diff(found)[:2], 100.0 * np.log(10.0))
     np.testing.assert_allclose(np.diff(found)[2:], [90.0, 9.0])
     samples = [
